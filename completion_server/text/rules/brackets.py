@@ -9,6 +9,7 @@ last 2,048 characters are read.
 """
 
 import re
+import sys
 from copy import copy
 from enum import Enum, auto
 
@@ -143,13 +144,13 @@ class Brackets:
         copied._open = self._open.copy()
         return copied
 
-    def find(self, pattern: re.Pattern[str], text: str) -> int | None:
-        """Return where a pattern first matches outside quotes in a text that follows what was read; None if nowhere."""
+    def find(self, pattern: re.Pattern[str], text: str, max_depth: int = sys.maxsize) -> int | None:
+        """Return where a pattern first matches in a text that follows, outside quotes, at `max_depth` or less."""
         brackets, num_read = self.copy(), 0
         for match in pattern.finditer(text):
             brackets.read(text[num_read : match.start()])
             num_read = match.start()
-            if not brackets.is_in_string:
+            if not brackets.is_in_string and brackets.depth <= max_depth:
                 return num_read
         return None
 

@@ -17,9 +17,7 @@ own with it. The repetition must begin at the beginning of a word, unless it is 
 a word. Text that may be the beginning of a repetition is withheld. A comment hides no repetition: before ":" the text
 "x:  # why" ends after "x", and before ":  # why" so does "x:". A comment behind a repetition is withheld with it.
 
-A line that begins with the word right of the cursor and ends with the last word or character of the rest is the rest
-with changes. It has no place before the rest and is dropped, such as "en(path, 'r')" between "op" and "en(path)". A
-comma or a blank at its end shows that the rest is to follow.
+The rest may also be repeated with changes (see `changes`).
 
 `surroundings` limits how much of the cursor's line is read; both sides of it are read once.
 """
@@ -29,13 +27,13 @@ import sys
 from itertools import islice
 
 from completion_server.text.rules.brackets import CLOSING, Brackets, is_word
+from completion_server.text.rules.changes import ChangedRest
 from completion_server.text.rules.surroundings import BLANKS, Line, Surroundings
 
 _QUOTES = "\"'`"
 _OPENING = frozenset("([{")
 _ENDS_OF_VALUES = frozenset(")]}\"'`")
 _NUM_LINES_BELOW = 8
-_TOKEN = re.compile(r"\w+|\W")
 _CLOSING_TAG = re.compile(r"</([\w.:-]+)")
 
 
@@ -44,9 +42,7 @@ class RestOfLine:
 
     def __init__(self, around: Surroundings) -> None:
         self._core = around.rest.strip(BLANKS)
-        self._word = _TOKEN.findall(around.rest)[0] if is_word(around.rest[:1]) else ""
-        """The word, or its end, right of the cursor."""
-        self._is_cursor_in_word = self._word != "" and is_word(around.head[-1:])
+        self._is_cursor_in_word = is_word(around.rest[:1]) and is_word(around.head[-1:])
         self._brackets = _read_head(around, has_angles=self._core.startswith(">"))
         self._is_in_hole = self._brackets.is_in_hole
         self._brackets.start_here()
@@ -60,6 +56,7 @@ class RestOfLine:
         self._comment = around.syntax.comment_behind_code
         self._code = self._without_comment(self._core) or self._core
         """The rest without a comment, unless it is one."""
+        self._changes = ChangedRest(around.rest, self._code, self._before_line, self._kept)
         self.has_own_open = False
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         self._closing = self._closing_of_rest()
@@ -172,15 +169,16 @@ class RestOfLine:
         """Return the index at which a whole `line` begins to repeat the rest, else None."""
         visible = line.rstrip(BLANKS)
         if self._repeated_at is None:
-            for text, core in ((visible, self._core), (self._without_comment(line), self._code)):
+            code = self._without_comment(line)
+            for text, core in ((visible, self._core), (code, self._code)):
                 if self._is_ended_by(text, core, is_whole=text != line):
                     return len(text) - len(core)
-            return 0 if visible == line and self._changes_rest(line) else None
+            return self._changes.find_end(line, code)
         line = visible
         at = len(line) - len(self._core)
         if line.endswith(self._core) and at >= self._repeated_at and self._fits(line[:at]):
             return at
-        is_value = line[-1:] in _ENDS_OF_VALUES or self._ends_like_rest(line)
+        is_value = line[-1:] in _ENDS_OF_VALUES or self._changes.ends_like_rest(line)
         return None if self._fits(line) and (self._closing or not is_value) else self._repeated_at
 
     def _is_ended_by(self, line: str, core: str, *, is_whole: bool) -> bool:
@@ -208,19 +206,6 @@ class RestOfLine:
         wanted = self._kept if self._closing else self._opened
         return not brackets.unmatched and not brackets.has_crossing and brackets.opened == wanted
 
-    def _begins_like_rest(self, line: str) -> bool:
-        """Return whether a line begins with the word right of the cursor."""
-        end = len(self._word)
-        return end > 0 and line.startswith(self._word) and not is_word(line[end : end + 1])
-
-    def _changes_rest(self, line: str) -> bool:
-        """Return whether a whole line begins and ends like the rest, and not with a comma."""
-        return self._begins_like_rest(line) and not self._core.endswith(",") and self._ends_like_rest(line)
-
-    def _ends_like_rest(self, line: str) -> bool:
-        """Return whether a line ends with the last word or character of the rest."""
-        return bool(self._core) and _TOKEN.findall(line)[-1:] == _TOKEN.findall(self._core)[-1:]
-
     def _closes_own_tag(self, line: str) -> bool:
         """Return whether the rest is a closing tag, and the line has as many tags that open as such that close."""
         tag = _CLOSING_TAG.match(self._core)
@@ -243,17 +228,17 @@ class RestOfLine:
             return len(line) - max(start, self._repeated_at)
         if self._has_brackets_only or not self._core:
             return 0
-        if self._begins_like_rest(line):
-            return len(line) - start
+        changed_at = self._changes.find_start(line)
+        num_changed = 0 if changed_at is None else len(line) - max(start, changed_at)
         stripped = line.rstrip(BLANKS)
         code = self._without_comment(line)
         at = line.find(self._core[0], max(start, len(code) - len(self._core)))
         while at >= 0:
             is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core or code[at:] == self._code
             if is_possible and self._may_begin_at(line, at):
-                return len(line) - at
+                return max(len(line) - at, num_changed)
             at = line.find(self._core[0], at + 1)
-        return 0
+        return num_changed
 
     def _closes_kept(self, char: str) -> bool:
         """Return whether a closing character closes a bracket or quote that the rest closes."""

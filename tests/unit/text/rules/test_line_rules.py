@@ -173,7 +173,39 @@ def test_a_comment_hides_no_repetition(document: str, text: str, expected: str, 
 def test_a_comment_is_withheld_only_behind_a_repetition() -> None:
     pieces = ["y", " /", "/ 2"]
     assert sent(request_at("x = ‸;\n", language_id="c"), pieces) == ["y", " /", "/ 2", ""]
-    assert sent(request_at("x = ‸ + 1;\n", language_id="c"), ["y + 1;", " /", " 2"]) == ["y", "", " + 1; / 2", ""]
+    assert sent(request_at("x = ‸ + 1\n", language_id="c"), ["y + 1", " /", " 2"]) == ["y", "", " + 1 / 2", ""]
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "expected"),
+    [
+        ("foo(‸, b)\n", "a, c)", "a"),
+        ("foo(‸, b)\n", "g(a, b), c) + 1", "g(a, b)"),
+        ('d = {"a": ‸, "b": 2}\n', '"x, y", "b": 3}', '"x, y"'),
+        ("with ‸ as f:\n", "open(path) as file:  # r", "open(path)"),
+        ("with op‸ as f:  # r\n", "en(path) as file:", "en(path)"),
+        ("for ‸ in items:\n", "i, item in enumerate(items):", "i, item"),
+        ("x = [‸ for y in z]\n", "y for y in z if y]", "y"),
+        ("if (‸ && b) {\n", "f(a && b) && c) {", "f(a && b)"),
+        ("const ‸ = f(0);\n", "[a, b] = f(1);", "[a, b]"),
+        ("foo(‸, b)\n", "a, c", "a, c"),
+        ("foo(‸, b)\n", "a, c) + g(d", "a, c) + g(d"),
+        ("foo(g(‸, b)\n", "a), h(c", "a), h(c"),
+        ("foo(‸, b)\n", "g(a, c)", "g(a, c)"),
+        ("for ‸ in items:\n", "x in y for z", "x in y for z"),
+        ("x = ‸ if a else b\n", "c if d else e", "c if d else e"),
+        ('x = "‸, b)"\n', "a, c)", "a, c)"),
+        ("    ‸, b)\n", "a, c)", "a, c)"),
+    ],
+)
+def test_a_changed_rest_that_begins_with_the_same_mark_is_not_shown(document: str, text: str, expected: str) -> None:
+    assert single(document, text) == expected
+
+
+def test_text_is_withheld_from_the_mark_of_a_rest_that_may_be_repeated_with_changes() -> None:
+    pieces = ["g(a, c)", ", d", ")"]
+    assert sent(request_at("f(‸, b)\n"), pieces) == ["g(a, c)", "", "", ""]
+    assert sent(request_at("f‸, b\n"), pieces[:2]) == ["g(a, c)", ", d", ""]
 
 
 def test_only_a_possible_repetition_is_withheld() -> None:
