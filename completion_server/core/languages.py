@@ -24,6 +24,9 @@ _WORDS = (
 )
 _MARKUP = r"<%-?\s*end|\{/|\{%-?\s*end|\{\{[-~]?\s*(?:end|/)|@end"
 
+_BEFORE_NO_CODE = {"/*": r"(?!.*\*/\s*\S)", "<!--": r"(?!.*-->\s*\S)"}
+"""Patterns behind the marks of comments that may end in a line."""
+
 
 @dataclass(frozen=True)
 class Syntax:
@@ -58,10 +61,11 @@ class Syntax:
     @cached_property
     def comment_behind_code(self) -> re.Pattern[str]:
         """Pattern of the beginning of a comment behind code and before none; also of a part of it at the text's end."""
-        marks = [mark for mark in self.comments if mark != "* " and not mark[0].isalnum()]
+        marks = [mark for mark in self.comments if mark != "* " and mark not in self.quotes and not mark[0].isalnum()]
         parts = {mark[:num] for mark in marks for num in range(1, len(mark))}
-        patterns = [*map(re.escape, marks), *(re.escape(part) + "$" for part in sorted(parts))]
-        return re.compile(rf"\s(?:{'|'.join(patterns) or '(?!)'})(?!.*(?:\*/|-->)\s*\S)")
+        patterns = [re.escape(mark) + _BEFORE_NO_CODE.get(mark, "") for mark in marks]
+        patterns += [re.escape(part) + "$" for part in sorted(parts)]
+        return re.compile(rf"\s(?:{'|'.join(patterns) or '(?!)'})")
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _MS_PER_S = 1000
-_LAST_S, _LAST_SHARE = 0.3, 0.1
-"""An answer of several lines ends so long before its deadline, or so much of its time if that is less: its end has to
-reach a caller who waits no longer than to the deadline, and the next output might come too late."""
 
 
 class CacheLookup(Protocol):
@@ -172,7 +169,7 @@ class Completion(LiveRequest):
             self._put(rules.feed(text))
         if rules.is_done:
             finish = FinishReason.STOP
-        elif finish is None and not (rules.has_whole_line and self._is_deadline_near()):
+        elif finish is None and not self._is_last_call(rules):
             return None
         else:
             if finish is None:
@@ -182,9 +179,9 @@ class Completion(LiveRequest):
             self._edit = self.edit_rules.edit
         return Outcome(finish)
 
-    def _is_deadline_near(self) -> bool:
-        received, at = self.marks.received, self.deadline.at
-        return self.services.clock.now() >= at - min(_LAST_S, _LAST_SHARE * (at - received))
+    def _is_last_call(self, rules: AnswerRules) -> bool:
+        has_lines = rules.has_whole_line and self._num_characters > 0
+        return has_lines and self.services.clock.now() >= self.last_call
 
     def _end(self, outcome: Outcome, usage: Usage) -> None:
         services, marks = self.services, self.marks

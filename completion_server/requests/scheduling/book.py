@@ -227,10 +227,16 @@ class Book:
             self._end(request, outcome, now)
 
     def tick(self, now: float) -> None:
-        """End requests that are past their deadline, or have no time left for a first token."""
+        """End requests that are past their deadline, or near it with text, or have no time left for a first token."""
         while (request := self._watch.pop_due(now)) is not None:
-            is_past = request.deadline.is_past(now)
-            self._end(request, DEADLINE if is_past else self._unreachable(request), now)
+            if request.deadline.is_past(now):
+                self._end(request, DEADLINE, now)
+            elif not request.has_token:
+                self._end(request, self._unreachable(request), now)
+            elif (outcome := request.receive("", None)) is not None:
+                self._end(request, outcome, now)
+            else:
+                self._watch.add(request, now)
 
     # Generations
 

@@ -30,6 +30,11 @@ class State(Enum):
     """It leads a generation that runs."""
 
 
+LAST_S, LAST_SHARE = 0.3, 0.1
+"""A block ends with the lines that are whole so long before its deadline, or so much of its time if that is less: a caller
+waits no longer than to the deadline, and the end has to reach it by then."""
+
+
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     """A request in the book. The first fields describe what it asks for, the others are the book's.
@@ -78,8 +83,17 @@ class LiveRequest:
     typed: TypedPrefixFilter | None = field(default=None, init=False)
     """Removes the text typed since the generation began; None if the request has not reattached."""
 
+    @property
+    def last_call(self) -> float:
+        """Clock seconds from which on the answer ends as soon as there is something to show, see `LAST_S`."""
+        at = self.deadline.at
+        return at - min(LAST_S, LAST_SHARE * (at - self.arrived_at))
+
     def receive(self, text: str, finish: FinishReason | None) -> Outcome | None:
-        """Take new text; return the outcome if the answer is complete. `finish` is set if no more text comes."""
+        """Take new text, "" at the last call; return the outcome if the answer is complete.
+
+        `finish` is set if no more text comes.
+        """
         raise NotImplementedError
 
     def end(self, outcome: Outcome, usage: Usage) -> None:

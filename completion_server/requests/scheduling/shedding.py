@@ -75,11 +75,14 @@ class Shedder:
         return not request.has_token and len(self.queue) > 0 and now >= request.ttft_deadline
 
     def next_look(self, request: LiveRequest, now: float | None) -> float:
-        """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
+        """Return the next time at which a request may have to end.
 
-        `now` is None for a request that has just changed its state.
+        That is its deadline, the last call before it, or the limit for its first token. `now` is None for a request
+        that has just changed its state.
         """
-        at, state = request.deadline.at, request.state
+        at, state = request.last_call, request.state
+        if now is not None and now >= at:
+            at = request.deadline.at
         if self.shedding is Shedding.NEVER or state is State.JOINED:
             return at
         if state is State.QUEUED:
@@ -161,12 +164,13 @@ class DeadlineWatch:
         self._past_budget.pop(request.id, None)
 
     def pop_due(self, now: float) -> LiveRequest | None:
-        """Return a request that has to end now, past its deadline or unreachable."""
+        """Return a request that has to end now, past its deadline or unreachable, or whose last call it is."""
         while (request_id := self._ticks.pop_due(now)) is not None:
             request = self._requests.get(request_id)
             if request is None:
                 continue
-            if request.deadline.is_past(now) or self._shedder.is_unreachable(request, now):
+            is_last_call = request.has_token and now >= request.last_call
+            if is_last_call or request.deadline.is_past(now) or self._shedder.is_unreachable(request, now):
                 return request
             if request.state is State.RUNNING and not request.has_token and now >= request.ttft_deadline:
                 self._past_budget[request_id] = request

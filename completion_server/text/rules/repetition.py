@@ -61,7 +61,7 @@ class RestOfLine:
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         self._closing = self._closing_of_rest()
         self._has_brackets_only = self._closing != "" and (
-            set(self._core) <= set(CLOSING) or self._closing not in CLOSING
+            set(self._code) <= set(CLOSING) or self._closing not in CLOSING
         )
         self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
         is_single = len(self._core) == 1 and not is_word(self._core)

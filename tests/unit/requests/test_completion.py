@@ -16,6 +16,7 @@ from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.events import AnswerClosed, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Usage
 from completion_server.core.request import Caller, Mode, Sampling
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import CacheScope
 from completion_server.requests.limits.settings import AdmissionSettings
 from completion_server.text.rules.text import TextRules
@@ -74,12 +75,13 @@ SLOW_LINES = tuple(piece for i in range(50) for piece in (f"\n    a{i}", f" = {i
 SLOW_LINE = tuple(f" a{i} +" for i in range(100))
 
 
+@pytest.mark.parametrize("token_s", [0.01, 0.06])
 @pytest.mark.parametrize(
     ("prefix", "words", "reason"),
     [("def f():", SLOW_LINES, FinishReason.LENGTH), ("x =", SLOW_LINE, FinishReason.DEADLINE)],
 )
 def test_near_its_deadline_an_answer_is_the_lines_that_are_whole(
-    prefix: str, words: Sequence[str], reason: FinishReason
+    prefix: str, words: Sequence[str], reason: FinishReason, token_s: float
 ) -> None:
     async def scenario(running: RunningService) -> None:
         deadline = Deadline.after(0.5, running.service.now())
@@ -89,9 +91,29 @@ def test_near_its_deadline_an_answer_is_the_lines_that_are_whole(
         assert (answer.reason, ended < deadline.at) == (reason, reason is FinishReason.LENGTH)
         if reason is FinishReason.LENGTH:
             assert ended > 0.8 * deadline.at
+            assert answer.text
             assert answer.text == "".join(words[: answer.text.count(" = ") * 2])
 
-    in_virtual_time(scenario, Script(slow=words).engine)
+    times = ServiceTimes(prefill_base_s=0.02, decode_base_s=token_s)
+    in_virtual_time(scenario, lambda: ScriptedEngine(Script(slow=words), times))
+
+
+def test_a_deadline_ends_one_reader_of_a_generation_and_leaves_it_to_the_other() -> None:
+    script = Script(near=SLOW_LINES, far=SLOW_LINES)
+
+    async def scenario(running: RunningService) -> None:
+        now = running.service.now()
+        deadlines = {"near": Deadline.after(0.3, now), "far": Deadline.after(60.0, now)}
+        near, far = (
+            running.open(name, "def f():", caller=Caller("u", name), max_tokens=120, deadline=deadline, lane=name)
+            for name, deadline in deadlines.items()
+        )
+        cut, whole = await asyncio.gather(read(near), read(far))
+        assert (cut.reason, whole.reason, whole.text) == (FinishReason.LENGTH, STOP, "".join(SLOW_LINES))
+        assert whole.text.startswith(cut.text) and cut.text
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["near"]
 
 
 def test_an_answer_is_closed_once_with_the_time_at_which_its_end_was_written() -> None:

@@ -111,6 +111,8 @@ def test_an_unreachable_leader_gives_its_place_to_one_that_has_time() -> None:
 def test_a_joined_request_ends_at_its_own_deadline() -> None:
     book = flight()
     book.submit(live("b", answer_key="k", deadline=Deadline(2.0)), 0.0)
+    assert book.next_tick == 1.8, "the last call, for an answer that has text"
+    assert book.tick(1.8) == []
     assert book.next_tick == 2.0
     assert book.tick(2.0) == [Finish("b", DEADLINE)]
 

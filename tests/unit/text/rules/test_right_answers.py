@@ -154,6 +154,8 @@ def test_a_name_is_no_word_that_ends_a_block(language_id: str, after: str) -> No
 
 
 LINES = {
+    "a bracket of an earlier line before a comment": ("python", "foo(\n    ‸)  # noqa\n", "g(x)"),
+    "braces before a comment": ("python", "x = [\n    ‸]  # noqa\n", "{}"),
     "a second value in a string": ("python", 'x = f"{‸}"\n', "a} of {b"),
     "an apostrophe in Markdown": ("markdown", "Here's the rule (‸)\n", "same as round(x)"),
     "an apostrophe in a comment": ("python", "x = 1  # it's the sum (‸)\n", "of f(x)"),
