@@ -55,7 +55,7 @@ async def measure_speed(engine: Engine, make_request: MakeRequest, budget_s: flo
         keys = [await ask(0, number) for number in range(1, _NUM_KEYS + 1)]
         num_in_time, size, num_keys = 1, 2, _NUM_KEYS
         while size <= engine.info.max_num_seqs:
-            await asyncio.gather(*(ask(document, 0) for document in range(size // 2, size)))
+            await asyncio.gather(*(ask(document, 0) for document in range(max(size // 2, _NUM_NEW), size)))
             for _ in range(_NUM_TRIES):  # What else the machine does may delay one.
                 num_keys += 1
                 together = await asyncio.gather(*(ask(document, num_keys) for document in range(size)))

@@ -37,7 +37,7 @@ class AnswerRules(Protocol):
         ...
 
     def finish(self, *, is_cut: bool) -> str:
-        """Return the withheld text that can be sent at the end; `is_cut` if the token limit ended the text."""
+        """Return the withheld text that can be sent at the end; `is_cut` if a limit, of tokens or time, ended it."""
         ...
 
 

@@ -140,7 +140,6 @@ class Workload:
     hangs_up: bool = False
     """Whether editors cancel at the next key. If not, their next request, a debounce later, supersedes the old one."""
     seed: int = 1
-    editors: EditorModel = field(default_factory=EditorModel)
 
     @property
     def capacity_per_s(self) -> float:
@@ -163,7 +162,7 @@ class Workload:
     def requests(self) -> list[SimulatedRequest]:
         """Return all users' requests, the same for each policy. Raises ValueError with too few sessions."""
         offered_per_s = self.load * self.capacity_per_s
-        editors = self.editors
+        editors = EditorModel()
         num_users = self.num_sessions
         if num_users is None:
             num_users = max(1, round(offered_per_s / editors.requests_per_s))

@@ -31,8 +31,8 @@ class State(Enum):
 
 
 LAST_S, LAST_SHARE = 0.3, 0.1
-"""A block ends with the lines that are whole so long before its deadline, or so much of its time if that is less: a caller
-waits no longer than to the deadline, and the end has to reach it by then."""
+"""A block ends with the lines that are whole so long before its deadline, or so much of its time if that is less: a
+caller waits no longer than to the deadline, and the end has to reach it by then."""
 
 
 @dataclass(slots=True, eq=False)

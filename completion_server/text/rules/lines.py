@@ -59,7 +59,7 @@ class LineRules:
         return self._num_passed
 
     def finish(self, *, is_cut: bool) -> int:
-        """Return how many characters can be sent at the end of the text; `is_cut` if the token limit ended it."""
+        """Return how many characters can be sent at the end; `is_cut` if a limit, of tokens or time, ended the text."""
         if is_cut and self.has_whole_line:
             self._end_before(self._line_start if self._withheld_at is None else self._withheld_at)
         else:

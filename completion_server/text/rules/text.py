@@ -105,7 +105,7 @@ class TextRules:
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
-        """Return the withheld text that can be sent, because the engine has ended; `is_cut` if it hit the token limit.
+        """Return the withheld text that can be sent, because the engine has ended; `is_cut` if a limit ended it.
 
         Raises:
             RuntimeError: a rule has ended the completion, or it was finished.
@@ -149,7 +149,7 @@ class TextRules:
         return self._lines.is_done
 
     def _finish(self, *, is_cut: bool) -> str:
-        """Return all that is left to send at the end of the text; `is_cut` if the token limit ended it."""
+        """Return all that is left to send at the end of the text; `is_cut` if a limit, of tokens or time, ended it."""
         if self._lines is not None:
             self._num_passed = self._lines.finish(is_cut=is_cut)
         elif self._has_blank_before_rest:

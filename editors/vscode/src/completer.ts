@@ -38,6 +38,15 @@ export interface Offer {
   replaced: number;
 }
 
+interface OpenRequest {
+  controller: AbortController;
+  /** Whether `BLOCK_MS` have passed. */
+  isLong: boolean;
+  timer: NodeJS.Timeout;
+  /** Feedback about a part of its text, which the server takes when it has ended. */
+  reports: Extract<Decision, { kind: "report" }>[];
+}
+
 export type MultiLine = "auto" | "always" | "never";
 
 export interface CompleterHooks {
@@ -52,7 +61,7 @@ export interface CompleterHooks {
 
 export class Completer {
   readonly #policy: EditingPolicy;
-  readonly #open = new Map<number, { controller: AbortController; askedAtMs: number }>();
+  readonly #open = new Map<number, OpenRequest>();
   /** The session's sequence numbers of the policy's requests. */
   readonly #sequences = new Map<number, number>();
   #text?: Text;
@@ -128,7 +137,10 @@ export class Completer {
 
   dispose(): void {
     clearTimeout(this.#timer);
-    for (const { controller } of this.#open.values()) controller.abort();
+    for (const { controller, timer } of this.#open.values()) {
+      clearTimeout(timer);
+      controller.abort();
+    }
     this.#waiting?.(undefined);
   }
 
@@ -151,10 +163,13 @@ export class Completer {
     this.#waiting = undefined;
   }
 
-  /** Text that may still grow may yet turn out to be incomplete; but of several lines the server sends whole ones. */
-  #isReady({ request, text }: Offer): boolean {
+  /**
+   * Text that may still grow may yet turn out to be incomplete; but behind the first one the server sends whole lines.
+   * Which characters behind the cursor are a part of the text is only certain at its end.
+   */
+  #isReady({ request, text, replaced }: Offer): boolean {
     const open = this.#open.get(request);
-    return !open || (text.includes("\n") && performance.now() - open.askedAtMs >= BLOCK_MS);
+    return !open || (open.isLong && replaced === 0 && text.trimStart().includes("\n"));
   }
 
   #carryOut(decision: Decision): void {
@@ -177,6 +192,8 @@ export class Completer {
         );
         return;
       case "report": {
+        const open = this.#open.get(decision.request);
+        if (open) return void open.reports.push(decision);
         const sequence = this.#sequences.get(decision.request);
         const { feedback, characters } = decision;
         if (sequence === undefined) return;
@@ -189,7 +206,13 @@ export class Completer {
     const text = this.#text;
     if (!text) return;
     const controller = new AbortController();
-    this.#open.set(request, { controller, askedAtMs: performance.now() });
+    const open: OpenRequest = {
+      controller,
+      isLong: false,
+      reports: [],
+      timer: setTimeout(() => this.#waitedLong(open), BLOCK_MS),
+    };
+    this.#open.set(request, open);
     const isLong = this.multiLine === "always" || (this.multiLine === "auto" && isMultiLine);
     const { earlier = "", ...described } = this.hooks.describe(text);
     const question: Question = {
@@ -201,11 +224,18 @@ export class Completer {
     };
     const onText = (part: string) => this.#decide((policy, nowMs) => policy.received(request, part, nowMs));
     const answer = await this.hooks.session().complete(question, TIMEOUT_MS[trigger], controller.signal, onText);
+    clearTimeout(open.timer);
     this.#open.delete(request);
     this.#keepSequence(request, answer.sequence);
+    for (const report of open.reports) this.#carryOut(report);
     const retryAfterMs = answer.error?.retryAfterMs ?? answer.end?.retryAfterMs;
     this.#decide((policy, nowMs) => policy.ended(request, reasonOf(answer), nowMs, retryAfterMs));
     this.hooks.onAnswer(answer);
+  }
+
+  #waitedLong(open: OpenRequest): void {
+    open.isLong = true;
+    this.#answerWaiting();
   }
 
   #keepSequence(request: number, sequence: number): void {

@@ -18,11 +18,11 @@ export class SurvivalFeedback {
   /** The text of a request was accepted and stands at `offset`. A further word of the same text continues it. */
   accepted(request: number, uri: string, offset: number, text: string): void {
     if (this.#accepted.some((each) => each.extend(request, uri, offset, text))) return;
-    const sequence = this.hooks.sequenceOf(request);
-    if (sequence === undefined) return;
+    const known = this.hooks.sequenceOf(request); // none yet of a request that has not ended
     const accepted = new AcceptedText(request, uri, offset, text);
     this.#accepted.push(accepted);
-    for (const afterS of SURVIVAL_AFTER_S) this.#later(afterS, () => this.#look(accepted, sequence, afterS));
+    for (const afterS of SURVIVAL_AFTER_S)
+      this.#later(afterS, () => this.#look(accepted, known ?? this.hooks.sequenceOf(request), afterS));
   }
 
   /** A document changed. The offsets are those before the change. */
@@ -38,10 +38,10 @@ export class SurvivalFeedback {
     this.#accepted = [];
   }
 
-  #look(accepted: AcceptedText, sequence: number, afterS: number): void {
+  #look(accepted: AcceptedText, sequence: number | undefined, afterS: number): void {
     const document = this.hooks.textOf(accepted.uri);
     const share = document === undefined ? undefined : accepted.shareIn(document);
-    if (share !== undefined) this.hooks.report(sequence, afterS, share);
+    if (share !== undefined && sequence !== undefined) this.hooks.report(sequence, afterS, share);
     if (afterS === SURVIVAL_AFTER_S.at(-1)) this.#accepted = this.#accepted.filter((each) => each !== accepted);
   }
 

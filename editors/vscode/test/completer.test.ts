@@ -75,8 +75,7 @@ test("a key is asked for, and its text is offered when it is whole", async () =>
 });
 
 test("the lines of a block that are there after a second are offered, and the rest after them", async (context) => {
-  let nowMs = performance.now();
-  context.mock.method(performance, "now", () => nowMs);
+  context.mock.timers.enable({ apis: ["setTimeout"] });
   completer.changed(at("def f():\n    |\n"), "typed");
   const offer = completer.offer(never);
   const { question, onText, end } = asked[0]!;
@@ -84,24 +83,32 @@ test("the lines of a block that are there after a second are offered, and the re
   let isOffered = false;
   void offer.then(() => (isOffered = true));
   onText("a\n    b");
-  nowMs += 1_000;
+  context.mock.timers.tick(999);
   await new Promise(setImmediate);
   assert.equal(isOffered, false, "a block was offered before its time");
+  context.mock.timers.tick(1);
+  assert.equal((await offer)?.text, "a\n    b");
   onText("\n    c");
-  assert.equal((await offer)?.text, "a\n    b\n    c");
-  onText("\n    d");
-  completer.accepted(1, at("def f():\n    a\n    b\n    c|\n"), "line", "a\n    b\n    c");
+  completer.drawn(1);
+  completer.accepted(1, at("def f():\n    a\n    b|\n"), "line", "a\n    b");
+  assert.deepEqual(reports, [], "the server takes no feedback before the end");
   end();
-  assert.equal((await completer.offer(never))?.text, "\n    d");
+  assert.equal((await completer.offer(never))?.text, "\n    c");
+  assert.deepEqual(
+    reports.map(({ sequence, kind }) => [sequence, kind]),
+    [
+      [100, FeedbackKind.SHOWN],
+      [100, FeedbackKind.ACCEPTED_LINE],
+    ],
+  );
 });
 
 test("half a line is not offered after a second, either", async (context) => {
-  let nowMs = performance.now();
-  context.mock.method(performance, "now", () => nowMs);
-  completer.changed(at("x = |"), "typed");
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  completer.changed(at("def f():|"), "typed");
   const offer = completer.offer(never);
-  nowMs += 1_500;
-  asked[0]!.onText("half a");
+  context.mock.timers.tick(1_500);
+  asked[0]!.onText("\n    retu");
   asked[0]!.end(FinishReason.DEADLINE, new ServiceError("late", Code.DEADLINE_EXCEEDED));
   assert.equal(await offer, undefined);
 });
