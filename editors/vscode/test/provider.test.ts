@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import Module from "node:module";
 import { test } from "node:test";
-import { End, FinishReason, type ReportFeedbackRequest, Trigger } from "completion-server-stubs";
+import { End, FeedbackKind, FinishReason, type ReportFeedbackRequest, Trigger } from "completion-server-stubs";
 import type { Answer, Question } from "../src/client/session";
 import { Completer } from "../src/completer";
 import { SurvivalFeedback } from "../src/feedback";
@@ -18,6 +18,11 @@ const keep = (name: string) => (handler: any) => {
 const vscode = {
   Disposable: { from: none },
   EndOfLine: { LF: 1, CRLF: 2 },
+  InlineCompletionTriggerKind: { Invoke: 0, Automatic: 1 },
+  Range: class {},
+  InlineCompletionItem: class {
+    constructor(readonly insertText: string) {}
+  },
   window: {
     visibleTextEditors: [],
     activeTextEditor: undefined as any,
@@ -63,7 +68,10 @@ class FakeEditor {
   }
 
   get selection() {
-    return { active: { line: 0, character: this.text.length } };
+    const character = this.text.length;
+    return {
+      active: { line: 0, character, translate: (_: number, by: number) => ({ line: 0, character: character + by }) },
+    };
   }
 
   select(): void {
@@ -79,13 +87,16 @@ class FakeEditor {
   }
 }
 
-function start() {
+function start(holds = false) {
   const questions: Question[] = [];
   const reports: Partial<ReportFeedbackRequest>[] = [];
+  const held = { onText: (_: string) => {}, end: () => {} };
   const session = {
     async complete(question: Question, _ms: number, _signal?: AbortSignal, onText = (_: string) => {}) {
       questions.push(question);
-      onText("total");
+      held.onText = onText;
+      if (holds) await new Promise<void>((resolve) => (held.end = resolve));
+      if (!holds) onText("total");
       const end = End.fromPartial({ finishReason: FinishReason.STOP });
       return { sequence: questions.length, text: "total", totalMs: 1, end } as Answer;
     },
@@ -97,12 +108,13 @@ function start() {
   const survival = new SurvivalFeedback({ textOf: () => undefined, sequenceOf: (each) => each, report: () => {} });
   const snippets = new SnippetRing();
   const rules = { exclude: [], languages: {}, outsideWorkspace: true };
-  new Provider(completer, survival, snippets, { rules } as any).register();
+  const provider = new Provider(completer, survival, snippets, { rules } as any);
+  provider.register();
   const dispose = () => {
     completer.dispose();
     survival.dispose();
   };
-  return { questions, reports, completer, snippets, dispose };
+  return { questions, reports, completer, provider, held, snippets, dispose };
 }
 
 test("after Tab, whose change comes before its command, the next text is asked for as PREFETCH, once", async () => {
@@ -119,6 +131,39 @@ test("after Tab, whose change comes before its command, the next text is asked f
     [Trigger.AUTOMATIC, Trigger.PREFETCH],
   );
   assert.equal(reports.length, 1);
+});
+
+test("Tab on the lines of a block that were offered is one acceptance, though more have come since", async (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const { reports, provider, held, dispose } = start(true);
+  const editor = new FakeEditor("/w/a.py");
+  vscode.window.activeTextEditor = editor;
+  editor.insert("x");
+  held.onText("a\n    b");
+  context.mock.timers.tick(1_000);
+  const token = { isCancellationRequested: false, onCancellationRequested: () => {} };
+  const { document, selection } = editor;
+  const items = await provider.provideInlineCompletionItems(
+    document as any,
+    selection.active as any,
+    { triggerKind: vscode.InlineCompletionTriggerKind.Automatic, selectedCompletionInfo: undefined } as any,
+    token as any,
+  );
+  assert.deepEqual(
+    items.map((each) => each.insertText),
+    ["a\n    b"],
+  );
+  held.onText("\n    c");
+  editor.insert("a\n    b");
+  handlers.command?.(1, "a\n    b");
+  held.end();
+  await new Promise(setImmediate);
+  const accepted = reports.filter(({ kind }) => kind !== FeedbackKind.SHOWN);
+  assert.deepEqual(
+    accepted.map(({ kind }) => kind),
+    [FeedbackKind.ACCEPTED_LINE],
+  );
+  dispose();
 });
 
 test("the text of a document that was closed is no snippet", () => {
