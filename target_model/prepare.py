@@ -50,6 +50,8 @@ def prepare(model: str, cache: Path, say: Say) -> Prepared:
     path = Path(model).expanduser()
     if path.is_dir():
         folder = path.resolve()
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise TargetError(f"{model} is no model's folder: it must have config.json and safetensors files")
         _require_memory(_size(folder.glob("*.safetensors")), say)
     elif path.suffix == ".gguf" and path.is_file():
         _require_memory(int(path.stat().st_size * _GGUF_BYTES), say)

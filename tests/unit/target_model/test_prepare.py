@@ -174,6 +174,7 @@ def huge(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("make", "message"),
     [
         (lambda _cache, _monkeypatch: "./none", "is no folder, no GGUF file and no hub id"),
+        (lambda cache, _monkeypatch: str(cache.parent), "is no model's folder: it must have config.json"),
         (offline, "org/name is no folder and not in the hub's cache, and can't be fetched"),
         (lambda _cache, _monkeypatch: "models/none.gguf", "is no folder, no GGUF file and no hub id"),
         (lambda _cache, _monkeypatch: "org/a name", "can't be fetched: Repo id must"),
