@@ -7,8 +7,8 @@ indentation inside it.
   deeper. The block is its body.
 - The cursor's line has text and opens no block. The block is the lines indented at least as deep as that line.
 - The cursor's line is blank. The block is the lines indented at least as deep as the cursor, or deeper than an opener
-  right above it if the cursor is not indented yet. At column 0 no indentation could end that block, so the first
-  generated line is treated as the cursor's line.
+  right above it if the cursor is not indented yet. At column 0 the first generated line stands for the cursor. If it is
+  not indented, either, no indentation could end that block, so it is treated as the cursor's line.
 
 A visible line indented less than `floor` ends the completion before it, with exceptions, which never include a line
 indented less than `own`:
@@ -150,7 +150,7 @@ class CodeBlock:
             if opener is not None and line.indent > opener.indent:
                 self._floor, self._opener = opener.indent + 1, opener
             else:
-                self._floor = Line.of(self._around.head + "|").indent
+                self._floor = Line.of(self._around.head + "|").indent or line.indent
         floor = self._floor or 0
         if self._anchor is None and floor == 0:
             self._floor = None

@@ -467,3 +467,14 @@ def test_a_line_inside_that_ends_like_the_rest_of_the_line_does_not_end_the_comp
     document: str, text: str
 ) -> None:
     assert multi(document, text, language_id="javascript") == text
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "language_id"),
+    [
+        ('def f(path):\n    """Read."""\n‸', "    with open(path) as file:\n        a = 1\n    return a", "python"),
+        ("function f() {\n  let a;\n‸", "  g(() => {\n    h();\n  });\n}", "javascript"),
+    ],
+)
+def test_from_column_0_a_block_goes_on_as_deep_as_its_first_line(document: str, text: str, language_id: str) -> None:
+    assert multi(document, f"{text}\n\nx = 1\n", language_id=language_id) == text
