@@ -4,7 +4,7 @@ The text sent is always the beginning of the generated text, for any division of
 passed on unchanged.
 
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.
-2. Text that follows the cursor is not repeated (see `repetition`).
+2. Text that follows the cursor is not repeated (see `repetition` and `changes`).
 3. With MULTI_LINE the completion ends with its block (see `block`).
 4. A completion that repeats itself without an end is cut after the first time (see `runs`). Text that may be the
    beginning of such a run is withheld.
