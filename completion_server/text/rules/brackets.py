@@ -146,8 +146,9 @@ class Brackets:
 
     def find(self, pattern: re.Pattern[str], text: str, max_depth: int = sys.maxsize) -> int | None:
         """Return where a pattern first matches in a text that follows, outside quotes, at `max_depth` or less."""
-        brackets, num_read = self.copy(), 0
-        for match in pattern.finditer(text):
+        brackets, num_read = None, 0
+        for match in pattern.finditer(text):  # most texts have none: copying would be in vain
+            brackets = brackets or self.copy()
             brackets.read(text[num_read : match.start()])
             num_read = match.start()
             if not brackets.is_in_string and brackets.depth <= max_depth:
